@@ -1,4 +1,4 @@
-"""EasyCkpt's core: native files in host memory, a keeper that outlives the trainer, atomic commits."""
+"""EasyCkpt's core: native files in host memory, a keeper process, atomic commits."""
 
 from __future__ import annotations
 

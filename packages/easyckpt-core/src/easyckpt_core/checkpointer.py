@@ -1,4 +1,4 @@
-"""The front door: one object per rank that saves steps to memory and storage and finds them again."""
+"""The front door: one object per rank that saves steps on both tiers and finds them again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from easyckpt_core.config import CheckpointConfig
 from easyckpt_core.errors import PersistError, UnsupportedError
 from easyckpt_core.files import FileContent, FilePlan
 from easyckpt_core.keeper_link import KeeperLink, Place
-from easyckpt_core.layout import Layout, StepLayout
+from easyckpt_core.layout import Layout, LoadingLayout, StepLayout
 from easyckpt_core.memory import MemoryFile, MemorySlots
 from easyckpt_core.policy import decide
 from easyckpt_core.report import SaveReport
+from easyckpt_core.slots import SealedPart
 from easyckpt_core.snapshot import Snapshot
 from easyckpt_core.staging import Copy, DeviceStager, HostRegistry, copy_now, target_for
 
@@ -32,7 +33,8 @@ class Checkpointer:
     Every rank makes one and calls the same methods at the same steps; there is no collective among
     them. Not thread-safe: call it from the training thread.
 
-        with Checkpointer(CheckpointConfig(directory="run", save_storage_interval=100)) as checkpointer:
+        config = CheckpointConfig(directory="run", save_storage_interval=100)
+        with Checkpointer(config) as checkpointer:
             sources = {"model": model, "optimizer": optimizer}
             start = checkpointer.resume(sources)
             checkpointer.watch(optimizer)
@@ -66,7 +68,8 @@ class Checkpointer:
         self._memory = MemorySlots()
         self._registry = HostRegistry()
         self._plans: dict[str, FilePlan] = {}
-        self._sealed: dict[int, dict[str, Any]] = {}
+        self._takes = 0
+        self._parts: dict[int, SealedPart] = {}
         self._stager: DeviceStager | None = None
         self._shape: tuple[Any, ...] | None = None
         self._report: SaveReport | None = None
@@ -163,7 +166,13 @@ class Checkpointer:
 
         Raises:
             RestoreError: the checkpoint does not hold what a source needs.
+            UnsupportedError: the layout leaves loading to its framework.
         """
+        if not isinstance(self.layout, LoadingLayout):
+            raise UnsupportedError(
+                f"{type(self.layout).__name__} leaves loading to its framework: give the directory "
+                "of `snapshot.open()` to the framework's own loader"
+            )
         with snapshot.open() as directory:
             self.layout.load(directory, sources, rank=self.place.rank)
 
@@ -217,6 +226,7 @@ class Checkpointer:
         self._join()
         self._log_errors()
         report = SaveReport(step=step, is_storage_due=storage)
+        self._takes += 1
         contents = self.layout.files(sources, step=step, rank=self.place.rank)
         device = _accelerator_of(contents)
         if device is None:
@@ -288,7 +298,7 @@ class Checkpointer:
         }
 
     def _lay_out(self, report: SaveReport, contents: dict[str, FileContent]) -> list[Copy] | None:
-        """Get a slot and write into it everything but the tensors; None when the step is skipped."""
+        """Get a slot and write everything but the tensors into it; None when it is skipped."""
         plans = self._plan(contents)
         self._plans = plans
         sizes = {name: plan.size_bytes for name, plan in plans.items()}
@@ -299,6 +309,7 @@ class Checkpointer:
         answer = self._link.request(
             "begin",
             wait_seconds=wait_seconds + 60.0,
+            take=self._takes,
             step=report.step,
             directory=self.layout.directory_name(report.step),
             storage=report.is_storage_due,
@@ -309,11 +320,11 @@ class Checkpointer:
         if slot is None:
             report.is_skipped = True
             return None
-        self._sealed.pop(slot, None)
+        self._parts.pop(slot, None)
         files, fresh = self._memory.prepare(slot, sizes)
         for name in fresh:
             self._link.attach(slot, name, files[name].fd, sizes[name])
-        self._sealed[slot] = {"op": "", "slot": slot, "step": report.step, "sizes": sizes}
+        report.slot = slot
         return list(self._fill(plans, files))
 
     def _fill(self, plans: dict[str, FilePlan], files: dict[str, MemoryFile]) -> Iterator[Copy]:
@@ -330,21 +341,23 @@ class Checkpointer:
                 yield Copy(f"{name}+{hole.offset_bytes}", hole.source, target)
 
     def _seal(self, report: SaveReport) -> None:
-        slot, sealed = next(
-            (slot, sealed)
-            for slot, sealed in self._sealed.items()
-            if sealed["step"] == report.step
+        assert report.slot is not None
+        part = SealedPart(
+            take=self._takes,
+            step=report.step,
+            directory_name=self.layout.directory_name(report.step),
+            sizes={name: plan.size_bytes for name, plan in self._plans.items()},
         )
         self._link.request(
             "seal",
-            slot=slot,
-            step=report.step,
-            sizes=sealed["sizes"],
+            slot=report.slot,
+            take=part.take,
+            step=part.step,
+            sizes=part.sizes,
             added_seconds=report.added_seconds,
             copy_seconds=report.copy_seconds,
         )
-        sealed["op"] = "adopt"
-        sealed["directory"] = self.layout.directory_name(report.step)
+        self._parts[report.slot] = part
         report.is_complete = True
 
     def _rejoin_messages(self) -> Iterator[tuple[dict[str, Any], tuple[int, ...]]]:
@@ -353,9 +366,19 @@ class Checkpointer:
             for name, file in files.items():
                 message = {"op": "file", "slot": slot, "name": name, "bytes": file.size_bytes}
                 yield message, (file.fd,)
-            sealed = self._sealed.get(slot)
-            if sealed is not None and sealed["op"] == "adopt":
-                yield sealed, ()
+            part = self._parts.get(slot)
+            if part is not None:
+                yield (
+                    {
+                        "op": "adopt",
+                        "slot": slot,
+                        "take": part.take,
+                        "step": part.step,
+                        "directory": part.directory_name,
+                        "sizes": part.sizes,
+                    },
+                    (),
+                )
 
     def _join(self) -> None:
         if self._stager is not None:

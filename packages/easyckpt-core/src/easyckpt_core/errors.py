@@ -1,7 +1,7 @@
 """Exceptions of easyckpt_core.
 
 EasyCkptError
- +-- ConfigurationError (ValueError)          a setting that cannot work; raised before anything is allocated
+ +-- ConfigurationError (ValueError)          a setting that cannot work, before anything starts
  +-- LayoutError (ValueError)                 a state tree that cannot be laid out as files
  +-- MemoryBudgetError (MemoryError)          the snapshots do not fit in host memory
  +-- RunInUseError (RuntimeError)             another live job trains in the same directory

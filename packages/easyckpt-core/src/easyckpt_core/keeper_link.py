@@ -67,7 +67,7 @@ class LiveProcess:
 class KeeperLink:
     """Requests to the keeper. Thread-safe; every wait is bounded.
 
-    `on_rejoin` gives the messages that hand this rank's memory to a keeper that replaced a dead one.
+    `on_rejoin` gives the messages that hand this rank's memory to the keeper after a dead one.
     """
 
     def __init__(self, config: CheckpointConfig, place: Place) -> None:
@@ -120,9 +120,11 @@ class KeeperLink:
             self._checked(self._exchange(message, (fd,), _ANSWER_SECONDS))
 
     def lease(self, step: int) -> dict[str, tuple[int, int]]:
-        """Return {file name: (descriptor, size in bytes)} of a snapshot; `release` it afterwards."""
+        """Return {file name: (descriptor, size in bytes)} of a snapshot, until `release`."""
         with self._lock:
-            first = self._checked(self._exchange({"op": "lease", "step": step}, (), _ANSWER_SECONDS))
+            first = self._checked(
+                self._exchange({"op": "lease", "step": step}, (), _ANSWER_SECONDS)
+            )
             files = {}
             for _ in range(first["num_files"]):
                 entry, fds = wire.receive(self._sock)
@@ -168,7 +170,7 @@ class KeeperLink:
                 self._sock.close()
                 if time.monotonic() > deadline:
                     raise KeeperError(
-                        f"the keeper of {self.config.directory} cannot be reached at {path}: {err}. "
+                        f"the keeper of {self.config.directory} cannot be reached: {err}. "
                         f"{self._log_tail()}"
                     ) from err
             if self._child is None or self._child.poll() is not None:
@@ -236,7 +238,7 @@ class KeeperLink:
                 [
                     sys.executable,
                     "-m",
-                    "easyckpt_core.keeper",
+                    "easyckpt_core.keeper_process",
                     self.identity.directory,
                     json.dumps(settings),
                 ],

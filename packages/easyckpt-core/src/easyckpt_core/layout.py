@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import load_model
@@ -15,7 +15,7 @@ from easyckpt_core.files import FileContent, RawBytes, Safetensors, TorchZip, fr
 
 
 class Layout(Protocol):
-    """Names the files of a step and fills them. One instance serves a whole run."""
+    """Names the files of a step and says what is in them. One instance serves a whole run."""
 
     def directory_name(self, step: int) -> str:
         """Return the directory of a step, relative to the checkpoint directory."""
@@ -28,6 +28,11 @@ class Layout(Protocol):
         after the fence.
         """
         ...
+
+
+@runtime_checkable
+class LoadingLayout(Layout, Protocol):
+    """A layout that can also load, where no framework does it."""
 
     def load(self, directory: Path, sources: Any, *, rank: int) -> None:
         """Load a step into `sources` in place. Nothing loaded may alias the files' memory."""
@@ -52,9 +57,7 @@ class StepLayout:
     def directory_name(self, step: int) -> str:
         return f"step-{step}"
 
-    def files(
-        self, sources: Mapping[str, Any], *, step: int, rank: int
-    ) -> dict[str, FileContent]:
+    def files(self, sources: Mapping[str, Any], *, step: int, rank: int) -> dict[str, FileContent]:
         contents: dict[str, FileContent] = {}
         for name, source in sources.items():
             if isinstance(source, PerRank):

@@ -13,6 +13,7 @@ import os
 
 from easyckpt_core.errors import MemoryBudgetError
 
+
 class MemoryFile:
     """A memfd and its shared mapping, `size_bytes` long."""
 

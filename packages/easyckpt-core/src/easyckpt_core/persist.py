@@ -87,7 +87,9 @@ class PersistThread:
                     world_size=world_size,
                 )
             except Exception as err:
-                message = f"step {step} was not written to {self._directory}/{directory_name}: {err}"
+                message = (
+                    f"step {step} was not written to {self._directory}/{directory_name}: {err}"
+                )
                 self._on_event({"event": "persist_failed", "step": step, "error": message})
                 on_done(message)
                 return

@@ -11,6 +11,8 @@ class SaveReport:
 
     step: int
     is_storage_due: bool
+    slot: int | None = None
+    """Memory slot that the snapshot went to."""
     size_bytes: int = 0
     """Bytes of this rank's files."""
     added_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""Finding committed steps without a Checkpointer: for tools, tests and plain scripts. Torch-free."""
+"""Finding committed steps without a Checkpointer: for tools and plain scripts. Torch-free."""
 
 from __future__ import annotations
 

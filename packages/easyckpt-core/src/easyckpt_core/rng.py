@@ -1,4 +1,4 @@
-"""Random state as tensors and numbers, so that it loads without unpickling (`weights_only=True`)."""
+"""Random state as tensors and numbers, so that it loads with `weights_only=True`."""
 
 from __future__ import annotations
 

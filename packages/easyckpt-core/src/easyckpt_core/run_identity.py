@@ -90,7 +90,9 @@ def open_run(directory: str | os.PathLike[str]) -> RunIdentity:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as err:
-        raise ConfigurationError(f"directory {directory}: cannot be written ({err.strerror})") from err
+        raise ConfigurationError(
+            f"directory {directory}: cannot be written ({err.strerror})"
+        ) from err
     known = load_run(real)
     if known is not None:
         return known

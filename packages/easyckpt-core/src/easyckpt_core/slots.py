@@ -21,12 +21,24 @@ class MemoryFile:
     capacity_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SealedPart:
+    """What one rank wrote into one slot."""
+
+    take: int
+    step: int
+    directory_name: str
+    sizes: dict[str, int]
+
+
 @dataclass(slots=True)
 class Slot:
     """One snapshot: the parts of all local ranks."""
 
     index: int
     step: int | None = None
+    take: int = 0
+    """Which save of its group this is: two saves of one step are two takes."""
     directory_name: str = ""
     storage_due: bool = False
     world_size: int = 1
@@ -44,6 +56,10 @@ class Slot:
     def is_complete(self) -> bool:
         return self.step is not None and len(self.parts) == self.num_parts
 
+    def age_key(self) -> tuple[int, int, int]:
+        """Orders slots from old to young."""
+        return (self.step or 0, self.generation, self.take)
+
     @property
     def size_bytes(self) -> int:
         return sum(file.capacity_bytes for files in self.memory.values() for file in files.values())
@@ -60,7 +76,7 @@ class Slot:
 class SlotTable:
     """All slots of a run on this node.
 
-    Decisions are cached by step, so that every local rank of a group gets the same answer.
+    Decisions are cached by take, so that every local rank of a group gets the same answer.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -79,32 +95,39 @@ class SlotTable:
             if not slot.is_complete:
                 self._clear(slot)
 
-    def decided(self, step: int) -> tuple[bool, int | None]:
-        """Return (whether `step` was decided, its slot or None for a skip)."""
-        return step in self._decisions, self._decisions.get(step)
+    def decided(self, take: int) -> tuple[bool, int | None]:
+        """Return (whether `take` was decided, its slot or None for a skip)."""
+        return take in self._decisions, self._decisions.get(take)
 
-    def skip(self, step: int) -> None:
-        """Decide for every rank that `step` gets no snapshot."""
-        self._remember(step, None)
+    def skip(self, take: int) -> None:
+        """Decide for every rank that `take` gets no slot."""
+        self._remember(take, None)
 
-    def open_slot(self, step: int, directory_name: str, *, storage_due: bool) -> Slot | None:
-        """Choose the slot for `step`, or None when each one is still needed."""
+    def open_slot(
+        self, take: int, step: int, directory_name: str, *, storage_due: bool
+    ) -> Slot | None:
+        """Choose the slot for a take, or None when each one is still needed."""
         newest = self.newest()
         free = [slot for slot in self.slots if slot.step is None and slot.pins == 0]
-        old = [slot for slot in self.slots if slot.is_complete and slot is not newest and slot.pins == 0]
+        old = [
+            slot
+            for slot in self.slots
+            if slot.is_complete and slot is not newest and slot.pins == 0
+        ]
         used = [slot for slot in free if slot.memory]
-        candidates = used or sorted(old, key=lambda slot: slot.step or 0) or free
+        candidates = used or sorted(old, key=Slot.age_key) or free
         if not candidates:
             return None
         slot = candidates[0]
-        slot.step, slot.directory_name, slot.storage_due = step, directory_name, storage_due
+        slot.take, slot.step = take, step
+        slot.directory_name, slot.storage_due = directory_name, storage_due
         slot.world_size, slot.num_parts = self.world_size, self.num_ranks
         slot.parts = {}
         if slot.generation != self._generation:
             # Restarted trainers cannot map the memory of those before them: they bring their own.
             self._close_memory(slot)
             slot.generation = self._generation
-        self._remember(step, slot.index)
+        self._remember(take, slot.index)
         return slot
 
     def attach(self, rank: int, index: int, name: str, fd: int, capacity_bytes: int) -> None:
@@ -115,13 +138,13 @@ class SlotTable:
             os.close(files[name].fd)
         files[name] = MemoryFile(fd, capacity_bytes)
 
-    def seal(self, rank: int, index: int, step: int, sizes: dict[str, int]) -> bool:
+    def seal(self, rank: int, index: int, take: int, sizes: dict[str, int]) -> bool:
         """Record that `rank` has written its part; return whether that completed the slot.
 
-        A part that comes late, for a slot that was given to another step, is dropped.
+        A part that comes late, for a slot that was given to another take, is dropped.
         """
         slot = self.slots[index]
-        if slot.step != step or slot.is_complete:
+        if slot.step is None or slot.take != take or slot.is_complete:
             return False
         missing = sorted(set(sizes) - set(slot.memory.get(rank, {})))
         if missing:
@@ -130,27 +153,29 @@ class SlotTable:
         if not slot.is_complete:
             return False
         for other in self.slots:
-            # Ranks seal in order: a slot that an older step left half-written stays so for ever.
-            if other.step is not None and other.step < step and not other.is_complete:
+            # Ranks seal in order: a slot that an older take left half-written stays so for ever.
+            if other.step is not None and not other.is_complete and other.take < take:
                 self._forget(other)
         return True
 
-    def adopt(self, rank: int, index: int, step: int, directory_name: str, sizes: dict[str, int]) -> None:
+    def adopt(self, rank: int, index: int, sealed: SealedPart) -> None:
         """Take back a sealed part from a trainer after the keeper before this one died."""
         slot = self.slots[index]
-        if slot.step not in (None, step):
+        if slot.step is not None and slot.take != sealed.take:
             return
-        slot.step, slot.directory_name = step, directory_name
+        slot.take, slot.step, slot.directory_name = sealed.take, sealed.step, sealed.directory_name
         slot.world_size, slot.num_parts = self.world_size, self.num_ranks
-        slot.parts[rank] = dict(sizes)
+        slot.parts[rank] = dict(sealed.sizes)
 
     def newest(self) -> Slot | None:
         """Return the complete slot of the highest step."""
         complete = [slot for slot in self.slots if slot.is_complete]
-        return max(complete, key=lambda slot: slot.step or 0, default=None)
+        return max(complete, key=Slot.age_key, default=None)
 
     def complete_at(self, step: int) -> Slot | None:
-        return next((slot for slot in self.slots if slot.is_complete and slot.step == step), None)
+        """Return the youngest complete slot of `step`."""
+        found = [slot for slot in self.slots if slot.is_complete and slot.step == step]
+        return max(found, key=Slot.age_key, default=None)
 
     def discard_from(self, step: int) -> list[int]:
         """Forget snapshots of `step` and later (a resume from before them); return their steps."""
@@ -165,8 +190,8 @@ class SlotTable:
         for slot in self.slots:
             self._clear(slot)
 
-    def _remember(self, step: int, index: int | None) -> None:
-        self._decisions[step] = index
+    def _remember(self, take: int, index: int | None) -> None:
+        self._decisions[take] = index
         for old in sorted(self._decisions)[:-16]:
             del self._decisions[old]
 

@@ -240,7 +240,7 @@ class DeviceStager:
         job.compared.set()
         if changed:
             logger.info(
-                "%d tensors change outside the optimizer and are copied at the call from now on: %s",
+                "%d tensors change outside the optimizer; from now on copied at the call: %s",
                 len(changed),
                 ", ".join(changed[:8]),
             )
@@ -251,9 +251,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _chunks(
-    copies: list[Copy], chunk_bytes: int
-) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+def _chunks(copies: list[Copy], chunk_bytes: int) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Group small copies and split large ones, so that every chunk has about `chunk_bytes`."""
     chunks: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[]]
     filled_bytes = 0

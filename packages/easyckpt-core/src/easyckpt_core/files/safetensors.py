@@ -1,8 +1,8 @@
 """The safetensors format: an 8-byte length, a JSON header, then the tensors back to back.
 
-Source of the format: the safetensors project's README, "Format". The order of tensors (by alignment,
-then by name) and the header's padding with spaces are those of the reference implementation, so the
-bytes are the same as `safetensors.torch.save`'s.
+Source of the format: the safetensors project's README, "Format". The order of tensors (by
+alignment, then by name) and the header's padding with spaces are those of the reference
+implementation, so the bytes are the same as `safetensors.torch.save`'s.
 """
 
 from __future__ import annotations
@@ -34,9 +34,24 @@ _DTYPE_NAMES = {
     torch.bool: "BOOL",
 }
 # Rank of each type in the reference implementation, whose files are sorted by it, descending.
-_DTYPE_ORDER = (
-    "BOOL U8 I8 F8_E5M2 F8_E4M3 I16 U16 F16 BF16 I32 U32 F32 C64 F64 I64 U64".split()
-)
+_DTYPE_ORDER = [
+    "BOOL",
+    "U8",
+    "I8",
+    "F8_E5M2",
+    "F8_E4M3",
+    "I16",
+    "U16",
+    "F16",
+    "BF16",
+    "I32",
+    "U32",
+    "F32",
+    "C64",
+    "F64",
+    "I64",
+    "U64",
+]
 
 
 class Safetensors:

@@ -63,7 +63,9 @@ class _Recorder:
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         if whence != os.SEEK_CUR or offset < 0:
-            raise LayoutError(f"torch.save moved in the file in an unknown way ({offset}, {whence})")
+            raise LayoutError(
+                f"torch.save moved in the file in an unknown way ({offset}, {whence})"
+            )
         if offset:
             self.holes.append((self.size_bytes, offset))
         self.size_bytes += offset
@@ -92,8 +94,8 @@ class _StorageFinder(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, torch.storage.TypedStorage):
-            storage = obj._untyped_storage
-        elif torch.is_storage(obj):
+            storage: torch.UntypedStorage = obj._untyped_storage
+        elif isinstance(obj, torch.UntypedStorage):
             storage = obj
         else:
             return None

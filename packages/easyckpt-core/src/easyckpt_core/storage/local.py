@@ -24,7 +24,7 @@ class Storage(Protocol):
     """Bytes and paths, nothing about steps. Paths are relative to the storage's root."""
 
     def write_file(self, path: str, source_fd: int, size_bytes: int) -> str:
-        """Copy `size_bytes` from the start of `source_fd`. Durable on return. Returns a checksum."""
+        """Copy `size_bytes` from the start of `source_fd`; return a checksum. Durable then."""
         ...
 
     def read_file(self, path: str) -> bytes:
@@ -64,7 +64,9 @@ class LocalStorage:
     def write_file(self, path: str, source_fd: int, size_bytes: int) -> str:
         target = self.root / path
         if not self.root.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "the checkpoint directory is gone", str(self.root))
+            raise FileNotFoundError(
+                errno.ENOENT, "the checkpoint directory is gone", str(self.root)
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         checksum = 0
         with open(target, "wb", buffering=0) as file:
@@ -72,7 +74,9 @@ class LocalStorage:
             while position < size_bytes:
                 chunk = os.pread(source_fd, min(_CHUNK_BYTES, size_bytes - position), position)
                 if not chunk:
-                    raise OSError(errno.EIO, f"source ended {size_bytes - position} bytes early", path)
+                    raise OSError(
+                        errno.EIO, f"source ended {size_bytes - position} bytes early", path
+                    )
                 checksum = zlib.crc32(chunk, checksum)
                 view = memoryview(chunk)
                 while view:

@@ -1,0 +1,75 @@
+"""Checkpoints that a plain Trainer left: which is the newest whole one.
+
+A plain Trainer writes in place and marks nothing, so what can be judged is the structure: the files
+that its loader needs are there, and each of them is whole by its own format.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import zipfile
+from pathlib import Path
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+logger = logging.getLogger(__name__)
+
+_OURS = ("easyckpt_manifest.json", "easyckpt_complete")
+
+
+def newest_native(directory: str | Path, newer_than: int) -> tuple[int, Path] | None:
+    """Return (step, path) of the newest whole checkpoint that EasyCkpt did not write.
+
+    Torn ones are skipped with one warning each that says what is wrong.
+    """
+    found: dict[int, Path] = {}
+    for path in Path(directory).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        number = path.name.rpartition("-")[2]
+        if path.is_dir() and number.isdigit() and int(number) > newer_than:
+            found[int(number)] = path
+    for step in sorted(found, reverse=True):
+        if any((found[step] / name).exists() for name in _OURS):
+            # Marked steps are judged by their manifest; this one was and is not the newest good.
+            continue
+        fault = find_fault(found[step])
+        if fault is None:
+            return step, found[step]
+        logger.warning("checkpoint %s is not whole and is skipped: %s", found[step], fault)
+    return None
+
+
+def find_fault(path: Path) -> str | None:
+    """Return what keeps the Trainer from resuming from `path`, or None."""
+    try:
+        json.loads((path / "trainer_state.json").read_text())
+    except (OSError, ValueError) as err:
+        return f"trainer_state.json: {err}"
+    for name in ("optimizer.pt", "scheduler.pt"):
+        if (path / name).exists() and not zipfile.is_zipfile(path / name):
+            return f"{name} is cut off"
+    weights = path / "model.safetensors"
+    if weights.exists():
+        return _safetensors_fault(weights)
+    others = ("model.safetensors.index.json", "pytorch_model.bin", "adapter_model.safetensors")
+    if not any((path / name).exists() for name in others):
+        return "it has no model weights"
+    return None
+
+
+def _safetensors_fault(path: Path) -> str | None:
+    with open(path, "rb") as file:
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            return f"{path.name} is empty"
+        header_bytes = struct.unpack("<Q", prefix)[0]
+        actual_bytes = path.stat().st_size
+        if header_bytes > actual_bytes:
+            return f"{path.name} is cut off"
+        header = json.loads(file.read(header_bytes))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    expected_bytes = 8 + header_bytes + max(ends, default=0)
+    if actual_bytes != expected_bytes:
+        return f"{path.name} has {actual_bytes:,} bytes, its header says {expected_bytes:,}"
+    return None

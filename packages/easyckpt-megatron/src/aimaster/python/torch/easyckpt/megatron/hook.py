@@ -1,0 +1,5 @@
+"""Published path of easyckpt_megatron.hook."""
+
+from easyckpt_megatron import hook
+
+__all__ = ["hook"]

@@ -107,7 +107,7 @@ class Checkpointer:
         After an exception call `abandon`, or leave the `with` block through it.
 
         Raises:
-            PersistError: a storage save failed since the last call that could report it.
+            PersistError: the last storage save failed, or takes longer than `wait_seconds`.
         """
         if not self._is_started:
             return
@@ -116,10 +116,12 @@ class Checkpointer:
         answer = self._link.request(
             "drain", wait_seconds=wait_seconds + 30.0, patience_seconds=wait_seconds
         )
-        errors = self._link.take_errors()
+        self._log_errors()
         self._release(is_normal=True)
-        if errors or not answer["is_done"]:
-            raise PersistError("; ".join(errors) or f"storage took over {wait_seconds:.0f} s")
+        if not answer["is_done"]:
+            raise PersistError(f"what is due is not on storage after {wait_seconds:.0f} s")
+        if answer["last_failure"] is not None:
+            raise PersistError(answer["last_failure"])
 
     def abandon(self) -> None:
         """Part from the keeper as a crash would: it flushes the newest snapshot and waits."""
@@ -150,6 +152,9 @@ class Checkpointer:
         n-th call of each rank gets the same answer: call it equally often everywhere.
         """
         answer = self._link.request("latest", wait_seconds=3600.0)
+        if self.place.rank == 0:
+            for fault in answer["faults"]:
+                logger.warning("%s", fault)
         if answer["tier"] is None:
             return None
         assert self._link.identity is not None
@@ -224,7 +229,6 @@ class Checkpointer:
         begun = time.perf_counter()
         self.before_update()
         self._join()
-        self._log_errors()
         report = SaveReport(step=step, is_storage_due=storage)
         self._takes += 1
         contents = self.layout.files(sources, step=step, rank=self.place.rank)
@@ -238,6 +242,7 @@ class Checkpointer:
                 self._seal(report)
         else:
             self._start_staging(report, contents, device, begun)
+        self._log_errors()
         report.added_seconds = time.perf_counter() - begun
         self._report = report
         return report

@@ -119,6 +119,18 @@ def list_committed(storage: Storage) -> list[CommittedStep]:
     return sorted(steps, key=lambda committed: committed.step)
 
 
+def list_unfinished(storage: Storage) -> list[str]:
+    """Return the directories that carry our manifest but are not marked, or not validly."""
+    names = []
+    for name in storage.list_directories():
+        if name.startswith(".") or read_committed(storage, name) is not None:
+            continue
+        with contextlib.suppress(OSError):
+            storage.read_file(f"{name}/{MANIFEST_NAME}")
+            names.append(name)
+    return sorted(names)
+
+
 def find_damage(directory: str | os.PathLike[str], committed: CommittedStep) -> str | None:
     """Compare the files of a step with its manifest; return what is wrong, or None.
 

@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 from easyckpt_core import wire
@@ -48,9 +47,12 @@ class Keeper(PacketServer):
         self.group = ""
         self.group_is_new = True
         self.group_is_broken = False
-        self.joined: set[int] = set()
-        self.restores: dict[int, Callable[[], dict[str, Any]] | None] = {}
+        self.joined: dict[int, int] = {}
+        """Rank -> process id, of the group that trains now."""
+        self.restores: dict[int, dict[str, Any] | None] = {}
+        self.is_fresh = False
         self.errors: list[str] = []
+        self.last_failure: str | None = None
         self.num_queued = 0
         self.last_committed = -1
         self.queued_steps: set[int] = set()
@@ -178,10 +180,13 @@ class Keeper(PacketServer):
             if others:
                 holders = [{"rank": other.rank, "pid": other.pid} for other in others]
                 return {"ok": False, "error": "in_use", "holders": holders}
-            if message["group"] != self.group:
+            rank = message["rank"]
+            # A launcher may start processes anew under the name of those before them.
+            is_replaced = self.joined.get(rank, client.pid) != client.pid
+            if message["group"] != self.group or is_replaced:
                 self._new_group(message)
-            client.rank, client.group = message["rank"], message["group"]
-            self.joined.add(message["rank"])
+            client.rank, client.group = rank, message["group"]
+            self.joined[rank] = client.pid
             self.had_trainer = True
             client.errors_seen = len(self.errors)
             return {"ok": True, "pid": os.getpid(), "run": self.identity.run}
@@ -191,8 +196,9 @@ class Keeper(PacketServer):
     def _new_group(self, message: dict[str, Any]) -> None:
         self.group, self.group_is_new = message["group"], True
         self.group_is_broken = False
-        self.joined = set()
+        self.joined = {}
         self.restores = {}
+        self.is_fresh = False
         self.stopping = False
         self.table.new_group(message["num_ranks"], message["world_size"])
 
@@ -255,12 +261,12 @@ class Keeper(PacketServer):
         if any(slot.is_complete and slot is not newest and slot.pins == 0 for slot in used):
             return True
         need_bytes = max([message["bytes"], *(slot.size_bytes for slot in used)])
-        budget = self.settings["memory_budget_bytes"]
+        budget: int | None = self.settings["memory_budget_bytes"]
         room_bytes = available_memory_bytes()
         if budget is not None:
             room_bytes = min(room_bytes, budget - sum(slot.size_bytes for slot in used))
         if len(used) >= 2 or need_bytes <= room_bytes:
-            return need_bytes <= room_bytes
+            return bool(need_bytes <= room_bytes)
         raise MemoryError(
             f"a snapshot takes {need_bytes:,} bytes of host memory and two are needed; "
             f"{room_bytes:,} bytes are left. Raise memory_budget_bytes, free memory, or save "
@@ -312,6 +318,7 @@ class Keeper(PacketServer):
             slot.pins -= 1
             self.num_queued -= 1
             self.queued_steps.discard(step)
+            self.last_failure = error
             if error is None:
                 self.last_committed = max(step, self.last_committed)
             else:
@@ -342,48 +349,33 @@ class Keeper(PacketServer):
         if call not in self.restores:
             self.restores[call] = None
             newest = self.table.newest()
-            if (
-                newest is not None
-                and newest.step is not None
-                and newest.step >= self.last_committed
-            ):
-                self._decide_restore(call, newest, None)
+            newest_step = -1 if newest is None or newest.step is None else newest.step
+            if newest is not None and newest_step >= self.last_committed:
+                self._decide_restore(call, newest, None, [])
             else:
-                newer_than = None if newest is None else newest.step
                 self.persist.submit_search(
                     self.identity.run,
-                    newer_than,
-                    lambda found: self.call_soon(lambda: self._decide_restore(call, newest, found)),
+                    newest_step,
+                    lambda found, faults: self.call_soon(
+                        lambda: self._decide_restore(call, newest, found, faults)
+                    ),
                 )
-
-        def attempt(is_late: bool) -> dict[str, Any] | None:
-            decision = self.restores[call]
-            return decision() if decision is not None else None
-
-        return self.park(client, float("inf"), attempt)
+        return self.park(client, float("inf"), lambda is_late: self.restores[call])
 
     def _decide_restore(
-        self, call: int, newest: Slot | None, committed: CommittedStep | None
+        self, call: int, newest: Slot | None, committed: CommittedStep | None, faults: list[str]
     ) -> None:
-        answer: dict[str, Any] = {"ok": True, "tier": None}
-        if committed is not None:
-            answer = {
-                "ok": True,
-                "tier": "storage",
-                "step": committed.step,
-                "directory": committed.directory_name,
-                "world_size": committed.world_size,
-            }
-        elif newest is not None:
-            answer = {
-                "ok": True,
-                "tier": "memory",
-                "step": newest.step,
-                "directory": newest.directory_name,
-                "world_size": newest.world_size,
+        answer: dict[str, Any] = {"ok": True, "tier": None, "faults": faults}
+        best = committed or newest
+        if best is not None:
+            answer |= {
+                "tier": "memory" if committed is None else "storage",
+                "step": best.step,
+                "directory": best.directory_name,
+                "world_size": best.world_size,
             }
         self._post_event({"event": "latest", "tier": answer["tier"], "step": answer.get("step")})
-        self.restores[call] = lambda: answer
+        self.restores[call] = answer
 
     def _lease(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
         """Hand the files of a snapshot to a reader; its slot is not reused before `release`."""
@@ -406,8 +398,8 @@ class Keeper(PacketServer):
 
     def _fresh(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """A declined resume: forget the memory, start a new history. Once per group."""
-        if self.restores.get(-1) is None:
-            self.restores[-1] = lambda: {}
+        if not self.is_fresh:
+            self.is_fresh = True
             self.table.discard_from(0)
             self.identity = renew_run(self.identity)
             self.last_committed = -1
@@ -418,7 +410,8 @@ class Keeper(PacketServer):
         def attempt(is_late: bool) -> dict[str, Any] | None:
             if self.num_queued and not is_late:
                 return None
-            return {"ok": True, "is_done": self.num_queued == 0}
+            is_done = self.num_queued == 0
+            return {"ok": True, "is_done": is_done, "last_failure": self.last_failure}
 
         return self.park(client, message["patience_seconds"], attempt)
 

@@ -50,10 +50,11 @@ class Place:
         )
 
     def group_name(self) -> str:
-        """Name the set of processes that train together: one launch of one parent process."""
+        """Name the set of processes that train together: one attempt of one parent process."""
         if self.local_world_size == 1:
             return f"{os.getpid()}:{secrets.token_hex(4)}"
-        return f"{os.getppid()}:{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return f"{os.getppid()}:{attempt}:{os.environ.get('MASTER_PORT', '')}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +79,7 @@ class KeeperLink:
         self.errors: list[str] = []
         self.on_rejoin: Callable[[], Iterable[tuple[dict[str, Any], tuple[int, ...]]]] = tuple
         self._sock: Any = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._reaper: threading.Thread | None = None
         self._lock = threading.RLock()
 
     def start(self) -> None:
@@ -147,10 +148,9 @@ class KeeperLink:
             self._sock.close()
             self._sock = None
             self.identity = None
-        if self._child is not None and is_normal:
-            # Reaps the process that this rank started; it lives on for ranks that are not done.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(timeout=5.0)
+        if self._reaper is not None and is_normal:
+            # The keeper ends when the last rank has said goodbye: usually at once.
+            self._reaper.join(timeout=5.0)
 
     # -- private ---------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class KeeperLink:
         assert self.identity is not None
         deadline = time.monotonic() + _CONNECT_SECONDS
         path = self.identity.node_path(".sock")
-        self._child = None
+        self._reaper = None
         while True:
             self._sock = wire.new_socket()
             self._sock.settimeout(_ANSWER_SECONDS)
@@ -173,8 +173,13 @@ class KeeperLink:
                         f"the keeper of {self.config.directory} cannot be reached: {err}. "
                         f"{self._log_tail()}"
                     ) from err
-            if self._child is None or self._child.poll() is not None:
-                self._child = self._spawn()
+            if self._reaper is None or not self._reaper.is_alive():
+                # Waiting on a thread takes the keeper's exit status, whenever it ends: no zombie.
+                child = self._spawn()
+                self._reaper = threading.Thread(
+                    target=child.wait, name="easyckpt-reaper", daemon=True
+                )
+                self._reaper.start()
             time.sleep(0.02)
 
     def _hello(self) -> None:

@@ -49,8 +49,9 @@ class PerRank:
 class StepLayout:
     """`step-<n>/` with one file a source, each loadable with torch and safetensors alone.
 
-    A module becomes `<name>.safetensors`; another object with `state_dict` becomes `<name>.json`
-    when its state is plain JSON, else `<name>.pt`; a `PerRank` source `<name>_rank<r>` of these.
+    A module becomes `<name>.safetensors`, an optimizer `<name>.pt`, another object with
+    `state_dict` `<name>.json` when its state is plain JSON, else `<name>.pt`; a `PerRank` source
+    becomes `<name>_rank<r>` of these.
     Sources that are not `PerRank` are the same on every rank, and rank 0 writes them.
     """
 
@@ -84,7 +85,7 @@ def _content(name: str, source: Any) -> dict[str, FileContent]:
             "state_dict() and load_state_dict()"
         )
     state = source.state_dict()
-    if _is_json(state):
+    if _is_json(state) and not isinstance(source, torch.optim.Optimizer):
         text = json.dumps(state, indent=1).encode()
         return {f"{name}.json": FileContent(RawBytes(), text)}
     return {f"{name}.pt": FileContent(TorchZip(), freeze(state))}

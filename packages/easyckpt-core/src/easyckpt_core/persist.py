@@ -20,6 +20,7 @@ from easyckpt_core.commit import (
     commit_step,
     find_damage,
     list_committed,
+    list_unfinished,
     prune,
 )
 from easyckpt_core.storage import Storage
@@ -113,31 +114,44 @@ class PersistThread:
         self._jobs.put(job)
 
     def submit_search(
-        self, run: str, newer_than: int | None, on_done: Callable[[CommittedStep | None], None]
+        self,
+        run: str,
+        newer_than: int,
+        on_done: Callable[[CommittedStep | None, list[str]], None],
     ) -> None:
-        """Queue the search for the newest good step above `newer_than` (None: any)."""
+        """Queue the search for the newest good step above `newer_than`.
+
+        `on_done(found, faults)` follows; `faults` says what is wrong with newer ones.
+        """
 
         def job() -> None:
-            found = None
+            found: CommittedStep | None = None
+            faults: list[str] = []
             try:
-                found = self._newest_good(run, newer_than)
+                found, faults = self._newest_good(run, newer_than)
             except OSError as err:
-                self._on_event({"event": "storage_unreadable", "error": str(err)})
-            on_done(found)
+                faults.append(f"storage cannot be read: {err}")
+            for fault in faults:
+                self._on_event({"event": "damaged", "error": fault})
+            on_done(found, faults)
 
         self._jobs.put(job)
 
-    def _newest_good(self, run: str, newer_than: int | None) -> CommittedStep | None:
+    def _newest_good(self, run: str, newer_than: int) -> tuple[CommittedStep | None, list[str]]:
         committed = list_committed(self._storage)
         ours = [step for step in committed if step.run == run]
+        faults = [
+            f"{name} has a manifest but no valid marker and is skipped"
+            for name in list_unfinished(self._storage)
+        ]
         for candidate in reversed(ours or committed):
-            if newer_than is not None and candidate.step <= newer_than:
-                return None
+            if candidate.step <= newer_than:
+                break
             damage = find_damage(self._directory, candidate)
             if damage is None:
-                return candidate
-            self._on_event({"event": "damaged", "step": candidate.step, "error": damage})
-        return None
+                return candidate, faults
+            faults.append(f"step {candidate.step} is damaged and is skipped: {damage}")
+        return None, faults
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -95,10 +95,9 @@ def _draw_clock(axes: Axes, outcome: dict[str, Any]) -> None:
     axes.axvspan(kill_seconds, back_seconds, color=_ALERT, alpha=0.15)
     axes.annotate(
         f"{outcome['seconds_to_first_new_step']:.1f} s from SIGKILL to the first new step",
-        (back_seconds, outcome["killed_at"]),
-        xytext=(8, -4),
-        textcoords="offset points",
-        verticalalignment="top",
+        (0.98, 0.08),
+        xycoords="axes fraction",
+        horizontalalignment="right",
         color=_ALERT,
     )
     axes.set_xlabel("seconds since the first step")

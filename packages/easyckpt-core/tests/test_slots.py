@@ -132,3 +132,13 @@ def test_parts_are_taken_back_from_trainers_after_a_keeper_died(table):
     part = SealedPart(take=9, step=4, directory_name="step-4", sizes={"file": 8})
     table.adopt(0, 1, part)
     assert table.newest().step == 4
+
+
+def test_memory_that_a_persist_still_reads_stays_open_for_new_trainers(table):
+    slot = open_and_seal(table, 1, 5)
+    slot.pins += 1
+    fd = slot.memory[0]["file"].fd
+    table.discard_from(5)
+    table.new_group(1, 1)
+    os.fstat(fd)
+    assert table.open_slot(1, 1, "step-1", storage_due=False) is not slot

@@ -69,6 +69,7 @@ class Checkpointer:
         self._registry = HostRegistry()
         self._plans: dict[str, FilePlan] = {}
         self._takes = 0
+        self._patience_seconds = 0.0
         self._parts: dict[int, SealedPart] = {}
         self._stager: DeviceStager | None = None
         self._shape: tuple[Any, ...] | None = None
@@ -218,8 +219,13 @@ class Checkpointer:
         due = decide(step, self.config)
         return self.save(step, sources, storage=due.storage) if due.memory else None
 
-    def save(self, step: int, sources: Any, *, storage: bool = False) -> SaveReport:
+    def save(
+        self, step: int, sources: Any, *, storage: bool = False, wait: bool | None = None
+    ) -> SaveReport:
         """Take a snapshot of `sources` as the state after `step`; commit it too if `storage`.
+
+        `wait` says whether a storage save waits while an earlier one is still being written, or is
+        taken in memory only; None: as `when_storage_busy` has it. Call alike on every rank.
 
         Raises:
             LayoutError: the state cannot be laid out.
@@ -229,6 +235,9 @@ class Checkpointer:
         begun = time.perf_counter()
         self.before_update()
         self._join()
+        if wait is None:
+            wait = self.config.when_storage_busy == "wait"
+        self._patience_seconds = self.config.busy_wait_seconds if wait and storage else 0.0
         report = SaveReport(step=step, is_storage_due=storage)
         self._takes += 1
         contents = self.layout.files(sources, step=step, rank=self.place.rank)
@@ -308,19 +317,17 @@ class Checkpointer:
         self._plans = plans
         sizes = {name: plan.size_bytes for name, plan in plans.items()}
         report.size_bytes = sum(sizes.values())
-        wait_seconds = (
-            self.config.busy_wait_seconds if self.config.when_storage_busy == "wait" else 0.0
-        )
         answer = self._link.request(
             "begin",
-            wait_seconds=wait_seconds + 60.0,
+            wait_seconds=self._patience_seconds + 60.0,
             take=self._takes,
             step=report.step,
             directory=self.layout.directory_name(report.step),
             storage=report.is_storage_due,
             bytes=report.size_bytes,
-            patience_seconds=wait_seconds,
+            patience_seconds=self._patience_seconds,
         )
+        report.is_storage_due = answer["storage"]
         slot = answer["slot"]
         if slot is None:
             report.is_skipped = True

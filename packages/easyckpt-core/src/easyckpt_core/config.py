@@ -34,10 +34,10 @@ class CheckpointConfig:
     """Most host memory that the slots of this node may take; None: what the machine has free."""
 
     when_storage_busy: str = "skip"
-    """A storage save comes due while no slot is free: 'skip' it (logged) or 'wait' for a slot."""
+    """A storage save comes due while one is being written: 'wait', or 'skip' to memory only."""
 
     busy_wait_seconds: float = 600.0
-    """Longest wait under when_storage_busy='wait'; the save is skipped afterwards."""
+    """Longest wait for storage; the step is taken in memory only afterwards."""
 
     linger_seconds: float = 600.0
     """How long the keeper holds its memory for a restart after every trainer is gone."""

@@ -208,22 +208,29 @@ class Keeper(PacketServer):
         def attempt(is_late: bool) -> dict[str, Any] | None:
             is_decided, index = self.table.decided(message["take"])
             if not is_decided:
-                index = self._decide(message, is_late)
-                if index == -1:
+                if message["storage"] and self.num_queued and not is_late:
                     return None
-            return {"ok": True, "slot": index}
+                index = self._decide(message)
+            storage_due = index is not None and self.table.slots[index].storage_due
+            return {"ok": True, "slot": index, "storage": storage_due}
 
-        waits = message["storage"] and message["patience_seconds"] > 0
-        return self.park(client, message["patience_seconds"] if waits else 0.0, attempt)
+        return self.park(client, message["patience_seconds"], attempt)
 
-    def _decide(self, message: dict[str, Any], is_late: bool) -> int | None:
-        """Return a slot index, None to skip the step, or -1 to be asked again."""
+    def _decide(self, message: dict[str, Any]) -> int | None:
+        """Return the slot for a take, or None to skip it on every rank.
+
+        One step is on its way to storage at a time: a save that comes due meanwhile is taken in
+        memory only, so that memory never runs out of slots because storage is slow.
+        """
         step, storage_due = message["step"], message["storage"]
         if self.group_is_new:
             discarded = self.table.discard_from(step)
             if discarded:
                 self._post_event({"event": "memory_discarded", "steps": discarded})
             self.group_is_new = False
+        if storage_due and self.num_queued:
+            self._skip(step, "storage save", "an earlier one is still being written")
+            storage_due = False
         reason = None
         if len(self.joined) < self.table.num_ranks:
             reason = "not every rank has joined this keeper yet"
@@ -234,19 +241,18 @@ class Keeper(PacketServer):
             slot = self.table.open_slot(
                 message["take"], step, message["directory"], storage_due=storage_due
             )
-            reason = None if slot else "every slot is in use (a persist is still running)"
+            reason = "every slot is in use: one is being written to storage"
         if slot is not None:
             return slot.index
-        if storage_due and message["patience_seconds"] > 0 and not is_late:
-            return -1
-        self.num_skipped += 1
-        self._post_event(
-            {"event": "skipped", "step": step, "storage": storage_due, "reason": reason}
-        )
-        if storage_due:
-            self.errors.append(f"the storage save of step {step} was skipped: {reason}")
         self.table.skip(message["take"])
+        self._skip(step, "storage save" if storage_due else "snapshot", reason)
         return None
+
+    def _skip(self, step: int, what: str, reason: str | None) -> None:
+        self.num_skipped += 1
+        self._post_event({"event": "skipped", "step": step, "what": what, "reason": reason})
+        if what == "storage save":
+            self.errors.append(f"the storage save of step {step} was skipped: {reason}")
 
     def _has_memory_for(self, message: dict[str, Any]) -> bool:
         """Whether a slot can be opened without memory that the node does not have.
@@ -353,12 +359,16 @@ class Keeper(PacketServer):
             if newest is not None and newest_step >= self.last_committed:
                 self._decide_restore(call, newest, None, [])
             else:
+                asked_by = self.group
+
+                def found_on_storage(found: CommittedStep | None, faults: list[str]) -> None:
+                    if self.group == asked_by:
+                        self._decide_restore(call, newest, found, faults)
+
                 self.persist.submit_search(
                     self.identity.run,
                     newest_step,
-                    lambda found, faults: self.call_soon(
-                        lambda: self._decide_restore(call, newest, found, faults)
-                    ),
+                    lambda found, faults: self.call_soon(lambda: found_on_storage(found, faults)),
                 )
         return self.park(client, float("inf"), lambda is_late: self.restores[call])
 

@@ -110,7 +110,7 @@ class PacketServer:
 
     def park(self, client: Client, seconds: float, attempt: Attempt) -> wire.Message | None:
         """Answer when `attempt(is_late)` returns something; it must once `is_late` is true."""
-        answer = attempt(False)
+        answer = attempt(seconds <= 0)
         if answer is None:
             self._parked.append((time.monotonic() + seconds, client, attempt))
         return answer

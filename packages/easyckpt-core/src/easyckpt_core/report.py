@@ -11,6 +11,7 @@ class SaveReport:
 
     step: int
     is_storage_due: bool
+    """The step will be committed to storage; False when that part was skipped."""
     slot: int | None = None
     """Memory slot that the snapshot went to."""
     size_bytes: int = 0

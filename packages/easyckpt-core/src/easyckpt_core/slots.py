@@ -93,7 +93,9 @@ class SlotTable:
         self._decisions.clear()
         for slot in self.slots:
             if not slot.is_complete:
-                self._clear(slot)
+                self._forget(slot)
+                if slot.pins == 0:
+                    self._close_memory(slot)
 
     def decided(self, take: int) -> tuple[bool, int | None]:
         """Return (whether `take` was decided, its slot or None for a skip)."""

@@ -46,30 +46,52 @@ def find_fault(path: Path) -> str | None:
         json.loads((path / "trainer_state.json").read_text())
     except (OSError, ValueError) as err:
         return f"trainer_state.json: {err}"
-    for name in ("optimizer.pt", "scheduler.pt"):
-        if (path / name).exists() and not zipfile.is_zipfile(path / name):
-            return f"{name} is cut off"
-    weights = path / "model.safetensors"
-    if weights.exists():
-        return _safetensors_fault(weights)
-    others = ("model.safetensors.index.json", "pytorch_model.bin", "adapter_model.safetensors")
-    if not any((path / name).exists() for name in others):
+    archives = [path / name for name in ("optimizer.pt", "scheduler.pt", "scaler.pt")]
+    for archive in [*archives, *sorted(path.glob("rng_state*.pth"))]:
+        if archive.exists() and not zipfile.is_zipfile(archive):
+            return f"{archive.name} is cut off"
+    try:
+        weights = _weight_files(path)
+    except (OSError, ValueError, KeyError, AttributeError) as err:
+        return f"the index of the weights cannot be read: {err!r}"
+    if not weights:
         return "it has no model weights"
+    for file in weights:
+        if not file.exists():
+            return f"{file.name} is missing"
+        fault = _safetensors_fault(file) if file.suffix == ".safetensors" else None
+        if fault is not None:
+            return fault
     return None
 
 
+def _weight_files(path: Path) -> list[Path]:
+    """Return the files of the weights that the Trainer would load: one, or every shard."""
+    names = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors")
+    found = [path / name for name in names if (path / name).exists()]
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        if not found and (path / name).exists():
+            shards = json.loads((path / name).read_text())["weight_map"].values()
+            found = sorted({path / shard for shard in shards})
+    return found
+
+
 def _safetensors_fault(path: Path) -> str | None:
-    with open(path, "rb") as file:
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            return f"{path.name} is empty"
-        header_bytes = struct.unpack("<Q", prefix)[0]
-        actual_bytes = path.stat().st_size
-        if header_bytes > actual_bytes:
-            return f"{path.name} is cut off"
-        header = json.loads(file.read(header_bytes))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    expected_bytes = 8 + header_bytes + max(ends, default=0)
+    try:
+        with open(path, "rb") as file:
+            prefix = file.read(8)
+            if len(prefix) < 8:
+                return f"{path.name} is empty"
+            header_bytes = struct.unpack("<Q", prefix)[0]
+            actual_bytes = path.stat().st_size
+            if header_bytes > actual_bytes:
+                return f"{path.name} is cut off"
+            header = json.loads(file.read(header_bytes))
+        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+        expected_bytes = 8 + header_bytes + max(ends, default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        # A file whose blocks never reached the disk is full of zeros.
+        return f"{path.name} has no readable header"
     if actual_bytes != expected_bytes:
         return f"{path.name} has {actual_bytes:,} bytes, its header says {expected_bytes:,}"
     return None

@@ -34,8 +34,17 @@ class TrainerWrapper:
             EASYCKPT_SAVE_MEM_INTERVAL is the default, else 1.
 
     Raises:
+        ConfigurationError: what was given is no Trainer, or no interval.
         UnsupportedError: the Trainer uses something that this version cannot checkpoint.
     """
+
+    # What the class has from the Trainer that it is combined with.
+    args: Any
+    control: Any
+    model: Any
+    optimizer: Any
+    state: Any
+    store_flos: Any
 
     def __new__(cls, trainer: Any, *, save_mem_interval: int | None = None) -> Any:
         if not isinstance(trainer, Trainer):
@@ -50,7 +59,12 @@ class TrainerWrapper:
     def __init__(self, trainer: Any, *, save_mem_interval: int | None = None) -> None:
         # Python calls this on the Trainer that __new__ returned, which is made already.
         if save_mem_interval is None:
-            save_mem_interval = _interval_from_environment()
+            # A Trainer that is wrapped again keeps its interval.
+            save_mem_interval = vars(self).get("save_mem_interval") or _interval_from_environment()
+        if not isinstance(save_mem_interval, int) or save_mem_interval < 1:
+            raise ConfigurationError(
+                f"save_mem_interval={save_mem_interval!r}: allowed are whole numbers from 1 on"
+            )
         self.save_mem_interval = save_mem_interval
         self._checkpointer: Checkpointer | None = None
         self._view = contextlib.ExitStack()
@@ -70,7 +84,7 @@ class TrainerWrapper:
             CheckpointConfig(
                 directory=self.args.output_dir,
                 save_mem_interval=self.save_mem_interval,
-                max_checkpoints=self.args.save_total_limit or None,
+                max_checkpoints=_limit_of(self.args),
                 # A storage save that must wait is still cheaper than the Trainer's own, which
                 # always waits; and the user asked for these directories.
                 when_storage_busy="wait",
@@ -95,6 +109,7 @@ class TrainerWrapper:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
             return
         self.store_flos()
+        self._note_best()
         self._snapshot(storage=True)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -113,6 +128,14 @@ class TrainerWrapper:
             self._checkpointer.watch(getattr(self.optimizer, "optimizer", self.optimizer))
             self._is_watching = True
         self._checkpointer.save(self.state.global_step, self, storage=storage)
+
+    def _note_best(self) -> None:
+        """Record the directory of the best step as the Trainer does: once it has one, or now."""
+        best = self.state.best_global_step
+        if best:
+            path = os.path.join(self.args.output_dir, TrainerLayout().directory_name(best))
+            if best == self.state.global_step or os.path.isdir(path):
+                self.state.best_model_checkpoint = path
 
     def _find_resume(self, asked: str | bool | None) -> str | bool | None:
         """Return what the Trainer should resume from: a directory, or None for scratch."""
@@ -161,7 +184,11 @@ def refuse_unsupported(trainer: Any) -> None:
         "save_strategy='best'": str(args.save_strategy.value) == "best",
         "save_only_model=True": args.save_only_model,
         "push_to_hub=True": args.push_to_hub,
+        "metric_for_best_model with save_total_limit": (
+            args.metric_for_best_model is not None and _limit_of(args) is not None
+        ),
     }
+    reasons |= {f"a Trainer class with its own {name}": True for name in _overridden(type(trainer))}
     found = [name for name, is_there in reasons.items() if is_there]
     if found:
         raise UnsupportedError(
@@ -170,9 +197,25 @@ def refuse_unsupported(trainer: Any) -> None:
         )
 
 
+def _overridden(kind: type) -> list[str]:
+    """Return what a subclass replaced of the Trainer's saving: it would not be called."""
+    theirs = [cls for cls in kind.__mro__ if issubclass(cls, Trainer) and cls is not Trainer]
+    names = ("_save_checkpoint", "_save", "save_model")
+    return [
+        name
+        for name in names
+        if any(name in vars(cls) for cls in theirs if not issubclass(cls, TrainerWrapper))
+    ]
+
+
+def _limit_of(args: Any) -> int | None:
+    limit: int | None = args.save_total_limit
+    return limit if limit is not None and limit > 0 else None
+
+
 def _interval_from_environment() -> int:
     text = os.environ.get("EASYCKPT_SAVE_MEM_INTERVAL", "1")
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise ConfigurationError(
             f"EASYCKPT_SAVE_MEM_INTERVAL={text!r}: allowed are whole numbers from 1 on"
         )

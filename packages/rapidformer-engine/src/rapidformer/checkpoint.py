@@ -14,8 +14,6 @@ from rapidformer.engine import RapidformerEngine
 from rapidformer.errors import MissingExtraError, ResumeError, TrainingError
 from rapidformer.run_folder import RunFolder
 
-_LAST_SAVE_SECONDS = 600.0
-
 
 class Progress:
     """How far a run has come; saved with every checkpoint."""
@@ -129,19 +127,14 @@ class RunCheckpoints:
             self._checkpointer = None
 
     def _save_last(self, step: int) -> None:
-        # A save is skipped while storage is busy with earlier ones; the last one waits.
-        deadline = time.monotonic() + _LAST_SAVE_SECONDS
-        while True:
-            report = self._checkpointer.save(step, self._sources, storage=True)
-            self._checkpointer.before_update()
-            if not report.is_skipped:
-                break
-            if time.monotonic() > deadline:
-                raise TrainingError(
-                    f"rank {self._engine.rank}: storage was busy for {_LAST_SAVE_SECONDS:.0f} s, "
-                    f"so the last step {step} is not saved; look at {self._folder.checkpoints}"
-                )
-            time.sleep(0.1)
+        # In between, a save that comes due while storage is busy may be skipped; not this one.
+        report = self._checkpointer.save(step, self._sources, storage=True, wait=True)
+        self._checkpointer.before_update()
+        if report.is_skipped or not report.is_storage_due:
+            raise TrainingError(
+                f"rank {self._engine.rank}: storage was busy for too long, so the last step {step} "
+                f"is not saved; look at {self._folder.checkpoints}"
+            )
         self.last_saved = f"step {step}"
 
     def _attach(self, config: RunConfig, total_steps: int) -> None:

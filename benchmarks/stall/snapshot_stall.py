@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from easyckpt_core import CheckpointConfig, Checkpointer, StepLayout
 from torch.distributed import checkpoint as dcp
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from easyckpt_core import CheckpointConfig, Checkpointer, StepLayout
 
 
 def main() -> None:
@@ -125,7 +126,9 @@ def measure_easyckpt(job: Job, directory: Path, args: argparse.Namespace) -> dic
             reports: list[Any] = []
             with_save.append(
                 timed_steps(
-                    job, 2, lambda: reports.append(checkpointer.save(step, job.sources))  # noqa: B023
+                    job,
+                    2,
+                    lambda: reports.append(checkpointer.save(step, job.sources)),  # noqa: B023
                 )
             )
             calls.append(reports[0].added_seconds)
@@ -197,9 +200,8 @@ def measure_persist(job: Job, checkpointer: Checkpointer, directory: Path) -> di
     checkpointer.before_update()
     beside = timed_steps(job, 8)
     checkpointer.close()
-    events = [
-        json.loads(line) for line in (directory / ".easyckpt/events.jsonl").read_text().split("\n")[:-1]
-    ]
+    log = (directory / ".easyckpt/events.jsonl").read_text()
+    events = [json.loads(line) for line in log.splitlines()]
     seconds = [event["seconds"] for event in events if event["event"] == "committed"]
     return {
         "persist_gb_per_second": job_bytes(job) / seconds[-1] / 1e9,
@@ -239,7 +241,7 @@ def job_bytes(job: Job) -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="snapshot_stall.json", help="result file (JSON)")
-    parser.add_argument("--directory", default=None, help="where checkpoints go (default: temporary)")
+    parser.add_argument("--directory", default=None, help="where checkpoints go")
     parser.add_argument("--pairs", type=int, default=30, help="measurements with a snapshot")
     parser.add_argument("--every", type=int, default=40, help="steps with a snapshot at each")
     parser.add_argument("--hidden", type=int, default=2048)

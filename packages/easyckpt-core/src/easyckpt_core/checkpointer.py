@@ -14,7 +14,7 @@ import torch
 
 from easyckpt_core.config import CheckpointConfig
 from easyckpt_core.errors import PersistError, UnsupportedError
-from easyckpt_core.files import FileContent, FilePlan
+from easyckpt_core.files import FileContent, FilePlan, tensors_in
 from easyckpt_core.keeper_link import KeeperLink, Place
 from easyckpt_core.layout import Layout, LoadingLayout, StepLayout
 from easyckpt_core.memory import MemoryFile, MemorySlots
@@ -413,7 +413,7 @@ class Checkpointer:
 def _accelerator_of(contents: dict[str, FileContent]) -> torch.device | None:
     """Return the device of the first tensor that is not on the CPU, or None."""
     for content in contents.values():
-        for tensor in _tensors(content.tree):
+        for tensor in tensors_in(content.tree):
             if tensor.device.type == "cuda":
                 return tensor.device
     return None
@@ -421,17 +421,6 @@ def _accelerator_of(contents: dict[str, FileContent]) -> torch.device | None:
 
 def _shape_of(contents: dict[str, FileContent]) -> tuple[Any, ...]:
     return tuple(
-        (name, *(tensor.numel() for tensor in _tensors(content.tree)))
+        (name, *(tensor.numel() for tensor in tensors_in(content.tree)))
         for name, content in contents.items()
     )
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from _tensors(value)

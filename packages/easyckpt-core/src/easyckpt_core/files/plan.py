@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,6 +74,18 @@ def freeze(tree: Any) -> Any:
     if tree is None or isinstance(tree, (bool, int, float, str, bytes)):
         return tree
     return copy.deepcopy(tree)
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in the dicts, lists and tuples of a tree, depth first."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from tensors_in(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from tensors_in(value)
 
 
 def require_plain(name: str, tensor: torch.Tensor) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from easyckpt_core.errors import LayoutError
-from easyckpt_core.files.plan import FilePlan, Hole, require_plain
+from easyckpt_core.files.plan import FilePlan, Hole, require_plain, tensors_in
 
 _PICKLE_STEP_BYTES = 1024
 _PICKLE_SLACK_BYTES = 128
@@ -26,13 +27,22 @@ class TorchZip:
     """The tree is anything that `torch.save` takes."""
 
     def plan(self, tree: Any, previous: FilePlan | None) -> FilePlan:
-        storages = _storages_in_order(tree)
         recorder = _Recorder()
         pickler = _padding_pickler(0 if previous is None else previous.reserved_bytes)
-        with torch.serialization.skip_data():
-            torch.save(tree, recorder, pickle_module=pickler)  # type: ignore[arg-type]
-        filled = [storage for storage in storages if storage.nbytes()]
-        if [size_bytes for _, size_bytes in recorder.holes] != [s.nbytes() for s in filled]:
+        for tensor in tensors_in(tree):
+            require_plain("a tensor of the state", tensor)
+        try:
+            with torch.serialization.skip_data():
+                torch.save(tree, recorder, pickle_module=pickler)  # type: ignore[arg-type]
+        except (pickle.PicklingError, TypeError, AttributeError) as err:
+            raise LayoutError(f"the state holds something that cannot be pickled: {err}") from err
+        sizes = [size_bytes for _, size_bytes in recorder.holes]
+        # The walk sees tensors in dicts, lists and tuples, the order in which pickle does. Where
+        # one hides in another object it finds too few, and the slower way is taken.
+        filled = _filled(_storages_of_walk(tree))
+        if [storage.nbytes() for storage in filled] != sizes:
+            filled = _filled(_storages_of_pickle(tree))
+        if [storage.nbytes() for storage in filled] != sizes:
             raise LayoutError(
                 "torch.save laid out other tensors than were found in the state; "
                 f"torch {torch.__version__} is not supported by this version of easyckpt-core"
@@ -108,13 +118,21 @@ class _StorageFinder(pickle.Pickler):
         return NotImplemented
 
 
-def _storages_in_order(tree: Any) -> list[torch.UntypedStorage]:
+def _filled(storages: Iterable[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
+    distinct = {storage._cdata: storage for storage in storages}
+    return [storage for storage in distinct.values() if storage.nbytes()]
+
+
+def _storages_of_walk(tree: Any) -> Iterator[torch.UntypedStorage]:
+    for tensor in tensors_in(tree):
+        if not tensor.is_meta and tensor.layout == torch.strided:
+            yield tensor.untyped_storage()
+
+
+def _storages_of_pickle(tree: Any) -> Iterable[torch.UntypedStorage]:
     finder = _StorageFinder()
-    try:
-        finder.dump(tree)
-    except (pickle.PicklingError, TypeError, AttributeError) as err:
-        raise LayoutError(f"the state holds something that cannot be pickled: {err}") from err
-    return list(finder.storages.values())
+    finder.dump(tree)
+    return finder.storages.values()
 
 
 def _padding_pickler(reserved_bytes: int) -> Any:

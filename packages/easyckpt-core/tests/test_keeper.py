@@ -224,7 +224,8 @@ first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 with Checkpointer(CheckpointConfig(directory=sys.argv[1])) as checkpointer:
     sources = {"model": model, "rng": PerRank(RngState())}
     start = checkpointer.resume(sources)
-    print(json.dumps({"rank": rank, "start": start, "draw": torch.rand(1).item()}), flush=True)
+    with open(f"{sys.argv[2]}/rank{rank}-{start}.json", "w") as file:
+        json.dump({"rank": rank, "start": start, "draw": torch.rand(1).item()}, file)
     for step in range(start + 1, 9):
         dist.all_reduce(torch.ones(1))
         if first and rank == 1 and step == 6:
@@ -237,10 +238,11 @@ dist.destroy_process_group()
 def test_ranks_agree_on_the_newest_step_that_all_of_them_hold(run_folder, tmp_path):
     script = tmp_path / "two_ranks.py"
     script.write_text(TWO_RANKS)
-    done = subprocess.run(
+    subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", "--max-restarts", "1", str(script), str(run_folder)),
+            *("--nproc-per-node", "2", "--max-restarts", "1"),
+            *(str(script), str(run_folder), str(tmp_path)),
         ],
         capture_output=True,
         text=True,
@@ -250,7 +252,7 @@ def test_ranks_agree_on_the_newest_step_that_all_of_them_hold(run_folder, tmp_pa
         # address of a process that is gone, and wait for it.
         env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = [json.loads(path.read_text()) for path in tmp_path.glob("rank*.json")]
     starts = sorted((line["rank"], line["start"]) for line in lines)
     assert starts == [(0, 0), (0, 5), (1, 0), (1, 5)]
     draws = {(line["rank"], line["start"]): line["draw"] for line in lines}

@@ -21,7 +21,7 @@ def without_tied_weights(state: dict[str, Any], model: Any) -> dict[str, Any]:
     if remove is None:
         raise UnsupportedError(
             f"transformers {transformers.__version__} has no remove_tied_weights_from_state_dict; "
-            "this version of easyckpt-hf supports 5.17 to 5.24"
+            "this version of easyckpt-hf supports 5.20.2 to 5.24"
         )
     result: dict[str, Any] = remove(state, model)
     return result

@@ -230,6 +230,8 @@ def run_tests(name: str, python: Path, work: Path) -> int:
         ignore=shutil.ignore_patterns("__pycache__"),
     )
     shutil.copy(ROOT / "pyproject.toml", project)
+    # Its example is tested too.
+    shutil.copy(ROOT / "packages" / name / "README.md", project)
     report = work / "report.xml"
     call([str(python), "-m", "pytest", "tests", f"--junit-xml={report}"], cwd=project)
     counts = {"tests": 0, "skipped": 0, "failures": 0, "errors": 0}

@@ -66,7 +66,7 @@ class RapidformerEngine:
         self.batch: BatchPlan = resolve_batch(self.config, self.world_size)
         self._owns_group = self.world_size > 1 and not dist.is_initialized()
         if self._owns_group:
-            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            _join_group("nccl" if self.device.type == "cuda" else "gloo")
         self.strategy: Strategy = (
             DdpStrategy(self.device) if self.world_size > 1 else SingleStrategy()
         )
@@ -278,6 +278,24 @@ def random_state_kept() -> Iterator[None]:
         torch.set_rng_state(cpu)
         if cuda is not None:
             torch.cuda.set_rng_state(cuda)
+
+
+def _join_group(backend: str) -> None:
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        dist.init_process_group(backend)
+        return
+    # torchrun keeps one store for all attempts (torch 2.13), and keys without a prefix: a restarted
+    # rank could read the address of a process that is gone, and wait for it.
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(*address)  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
 
 
 def _pick_device(local_rank: int) -> torch.device:

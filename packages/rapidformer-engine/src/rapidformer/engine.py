@@ -287,7 +287,7 @@ def _join_group(backend: str) -> None:
     # torchrun keeps one store for all attempts (torch 2.13), and keys without a prefix: a restarted
     # rank could read the address of a process that is gone, and wait for it.
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(*address)  # type: ignore[attr-defined]
+    store: Any = dist.TCPStore(*address)  # type: ignore[attr-defined]
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
     dist.init_process_group(

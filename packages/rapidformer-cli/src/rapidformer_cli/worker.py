@@ -34,8 +34,10 @@ def run_worker(words: list[str]) -> None:
     engine = RapidformerEngine(config=parsed.config)
     try:
         SequenceClassification(engine, source, folder).train()
-    finally:
-        engine.close()
+    except BaseException:
+        engine.close(waits=False)
+        raise
+    engine.close()
 
 
 def _has_script(words: list[str]) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -24,6 +28,9 @@ from rapidformer.errors import EngineError
 from rapidformer.optim import build_optimizer
 from rapidformer.schedule import build_lr_scheduler, resolve_learning_rate
 from rapidformer.strategies import DdpStrategy, SingleStrategy, Strategy
+
+_LEAVE_SECONDS = 60
+"""Longest wait for slower ranks at the end, such as one that is still writing."""
 
 
 class RapidformerEngine:
@@ -67,6 +74,7 @@ class RapidformerEngine:
         self._owns_group = self.world_size > 1 and not dist.is_initialized()
         if self._owns_group:
             _join_group("nccl" if self.device.type == "cuda" else "gloo")
+            atexit.register(self._close_at_exit)
         self.strategy: Strategy = (
             DdpStrategy(self.device) if self.world_size > 1 else SingleStrategy()
         )
@@ -221,11 +229,28 @@ class RapidformerEngine:
         if self.world_size > 1:
             dist.barrier()
 
-    def close(self) -> None:
-        """Leave the process group, if this engine joined it. Idempotent."""
+    def close(self, *, waits: bool = True) -> None:
+        """Leave the process group, if this engine joined it. Idempotent; called at exit too.
+
+        Collective with `waits`: a rank that leaves while another still talks to it can end that one
+        (gloo: "terminate called without an active exception"). Without, for a rank that failed.
+        """
         if self._owns_group and dist.is_initialized():
+            if waits:
+                with contextlib.suppress(RuntimeError):
+                    self._meet()
             dist.destroy_process_group()
         self._owns_group = False
+
+    def _meet(self) -> None:
+        if dist.get_backend() == "gloo":
+            dist.monitored_barrier(timeout=timedelta(seconds=_LEAVE_SECONDS))
+        else:
+            dist.barrier()
+
+    def _close_at_exit(self) -> None:
+        # After an exception that nobody caught the others may be stuck: do not wait for them.
+        self.close(waits=not hasattr(sys, "last_type"))
 
     def _composed(self) -> nn.Module:
         if self.model is None:

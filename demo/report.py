@@ -36,7 +36,7 @@ def _draw_losses(axes: Axes, outcome: dict[str, Any]) -> None:
     axes.annotate(
         f"rank {outcome['killed_rank']} killed after step {outcome['killed_at']},\n"
         f"resumed at {outcome['resumed_at']} from {outcome['resumed_from']}",
-        (outcome["killed_at"], 0.97),
+        (outcome["killed_at"], 0.7),
         xycoords=("data", "axes fraction"),
         xytext=(6, 0),
         textcoords="offset points",

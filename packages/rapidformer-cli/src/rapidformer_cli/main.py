@@ -70,3 +70,7 @@ def quiet_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    datasets = sys.modules.get("datasets")
+    if datasets is not None and os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] == "1":
+        # It has read its environment already, in a process that did other things before.
+        datasets.disable_progress_bars()

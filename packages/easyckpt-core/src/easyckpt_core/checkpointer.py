@@ -353,7 +353,7 @@ class Checkpointer:
             for offset, data in plan.segments:
                 view[offset : offset + len(data)] = data
             if self._stager is not None and plan.holes:
-                self._registry.register(view)
+                files[name].before_unmap = self._registry.register(view)
             for hole in plan.holes:
                 target = target_for(hole.source, view, hole.offset_bytes)
                 yield Copy(f"{name}+{hole.offset_bytes}", hole.source, target)

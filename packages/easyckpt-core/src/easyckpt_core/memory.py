@@ -10,6 +10,7 @@ import contextlib
 import errno
 import mmap
 import os
+from collections.abc import Callable
 
 from easyckpt_core.errors import MemoryBudgetError
 
@@ -20,6 +21,8 @@ class MemoryFile:
     def __init__(self, name: str) -> None:
         self.fd = os.memfd_create(f"easyckpt:{name}", os.MFD_CLOEXEC)
         self.size_bytes = 0
+        self.before_unmap: Callable[[], None] | None = None
+        """Called before the mapping goes: whoever pinned it must let go of the address first."""
         self._map: mmap.mmap | None = None
 
     def resize(self, size_bytes: int) -> None:
@@ -52,6 +55,9 @@ class MemoryFile:
 
     def _unmap(self) -> None:
         if self._map is not None:
+            if self.before_unmap is not None:
+                self.before_unmap()
+                self.before_unmap = None
             # A view that is still exported keeps the mapping; it goes with the last view.
             with contextlib.suppress(BufferError):
                 self._map.close()

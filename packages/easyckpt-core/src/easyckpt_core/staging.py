@@ -10,6 +10,7 @@ compute stream wait for it; the exposed stall is max(0, copy time - forward and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import threading
@@ -67,23 +68,24 @@ class HostRegistry:
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
 
-    def register(self, view: memoryview) -> None:
-        """Pin `view`. Does nothing for memory that is pinned already.
+    def register(self, view: memoryview) -> Callable[[], None]:
+        """Pin `view` unless it is pinned; return what unpins it, to be called before it is unmapped.
+
+        Memory that went away pinned would take copies in pages that nobody sees, as soon as another
+        mapping gets its address.
 
         Raises:
             RuntimeError: CUDA refuses (for example the locked-memory limit).
         """
-        if len(view) == 0:
-            return
         pointer = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
         if self._sizes.get(pointer) == len(view):
-            return
-        if pointer in self._sizes:
-            self._unregister(pointer)
+            return functools.partial(self._unregister, pointer)
+        self._unregister(pointer)
         status = torch.cuda.cudart().cudaHostRegister(pointer, len(view), 0)
         if int(status) != 0:
             raise RuntimeError(f"cudaHostRegister of {len(view):,} bytes failed with {status}")
         self._sizes[pointer] = len(view)
+        return functools.partial(self._unregister, pointer)
 
     def close(self) -> None:
         """Unpin everything. Idempotent."""
@@ -91,8 +93,8 @@ class HostRegistry:
             self._unregister(pointer)
 
     def _unregister(self, pointer: int) -> None:
-        torch.cuda.cudart().cudaHostUnregister(pointer)
-        del self._sizes[pointer]
+        if self._sizes.pop(pointer, None) is not None:
+            torch.cuda.cudart().cudaHostUnregister(pointer)
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ class HostRegistry:
         self._sizes: dict[int, int] = {}
 
     def register(self, view: memoryview) -> Callable[[], None]:
-        """Pin `view` unless it is pinned; return what unpins it, to be called before it is unmapped.
+        """Pin `view` unless it is pinned; return what unpins it, to be called before unmapping.
 
         Memory that went away pinned would take copies in pages that nobody sees, as soon as another
         mapping gets its address.
